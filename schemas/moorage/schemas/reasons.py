@@ -382,7 +382,7 @@ MAX_RUNNING: Final = add(
 )
 EACH_WORKER: Final = add(
     "each-worker",
-    "it has begun on each worker that fits and is here; its next replica starts on the next worker that joins",
+    "it has begun on each worker that fits and is here; what waits starts on a worker that joins or comes back",
     "wait for a worker; moorage show {job} tells how far each came, and moorage cancel {job} ends it",
     ends=Ends.BY_ACT,
 )
@@ -406,7 +406,7 @@ SCALED: Final = add(
 )
 LIMIT: Final = add(
     "limit",
-    "it would take its tenant over its limit of leased GPUs, or an earlier job of the tenant waits for room under it",
+    "it would take its tenant over one of its limits, or an earlier job of the tenant waits for room under it",
     "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     cures=(Cure.LIMIT, Cure.REQUEST),
 )

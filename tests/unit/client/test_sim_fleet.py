@@ -48,6 +48,22 @@ def say_devices(task: Task) -> Ran:
 
 
 @in_virtual_time
+async def test_a_worker_that_is_forgotten_is_so_although_nothing_else_happens() -> None:
+    def lasts(task: Task) -> Ran:
+        return Ran(seconds=50)
+
+    async with SimFleet("2x4xH100", script=lasts) as fleet, AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["true"], job="check", each_worker="once")
+        await until_state(job, "RUNNING")
+        await fleet.kill_worker("sim-0001")
+        await asyncio.sleep(600)
+        assert (await job.show()).replicas.states == {"SUCCEEDED": 1, "QUEUED": 1}
+        await moorage.fleet.forget("sim-0001")
+        await asyncio.sleep(10)
+        assert (await job.show()).replicas.states == {"SUCCEEDED": 1, "CANCELLED": 1}
+
+
+@in_virtual_time
 async def test_jobs_are_listed_by_some_ids_and_states_go_by_name() -> None:
     async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
         for job in ("a-1", "a-2", "b-1", "c-1"):

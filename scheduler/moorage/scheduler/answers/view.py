@@ -52,6 +52,7 @@ class View:
         """
         engine = self._engine
         failed = engine.containment.until or engine.sessions.ahead or engine.sessions.stalls.watches
+        failed = failed or engine.forgetting.is_due
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_reported():
             return 0
         for worker in self._state.workers.values():

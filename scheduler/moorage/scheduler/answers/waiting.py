@@ -73,6 +73,7 @@ from moorage.schemas.exit_words import exit_words
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.names import word_of
+from moorage.schemas.ranges import is_in
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -80,6 +81,8 @@ from moorage.schemas.units import many
 #: question why a job waits), and at so many groups
 LOOKED_MAX: Final = 4_000
 GROUPS_MAX: Final = 64
+#: reasons that may end once running jobs end
+_HELD_BY_JOBS: Final = (reasons.BUSY, reasons.FRAGMENTED, reasons.HOST_BUSY, reasons.GANG)
 #: replicas in queue groups that were not looked at, and those that wait out a pause
 OTHERS: Final = "(others)"
 _WAITS: Final = sending(Explained, "held_by")
@@ -333,6 +336,8 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
     if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
         by_row = _row_used(engine, job, replica)
         told = sent(told, because=(last or _last_end(job)) + by_row)
+    if shape.parts and reason in _HELD_BY_JOBS and engine.planner.preempting.allowed():
+        told = replace(told, because=f"{told.because}; no job ends for a gang of several groups, whatever its priority")
     if reason is reasons.BUSY and not told.because:
         because = View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX])
         if passed := overtaken(engine, job, found.held_on):
@@ -566,8 +571,7 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
         because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
         return _explained(job, held, because)
     if held is reasons.EACH_WORKER:
-        away = f"; it also waits for {many(job.back, 'worker')} to come back" * bool(job.back)
-        return _explained(job, held, f"it has begun on {many(job.copies - job.back, 'worker')}{away}")
+        return _explained(job, held, _each_worker_words(engine, job))
     if held is reasons.LATER_RELEASE:
         return _explained(job, held, later_words(engine.reader.later[job.num]))
     if held is not None:
@@ -581,6 +585,21 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
     if shape.uses and (names := taken(engine.state, tenant_of(engine, job), shape)):
         return replace(_explained(job, reasons.COUNTER, _counter_words(engine, job, names[0])), held_by=[])
     return _over_limit(engine, job, shape, reason)
+
+
+def _each_worker_words(engine: Engine, job: Job) -> str:
+    """Return on how many workers a job for each of them has begun, and the names of those that it waits for."""
+    once = engine.reader.request_of(job).each_worker == "once"
+    waits = [
+        worker.id
+        for num, worker in engine.state.worker_by_num.items()
+        if ((row := job.rows.get(num)) is not None and row.state == QUEUED) or (once and is_in(job.fresh, num))
+    ]
+    begun = f"it has begun on {many(job.copies - job.waits, 'worker')}"
+    if not waits:
+        return begun
+    names = names_of(sorted(waits))
+    return f"{begun}; it waits for {names} to come back, or until an operator forgets such a worker"
 
 
 def tenant_of(engine: Engine, job: Job) -> Tenant:

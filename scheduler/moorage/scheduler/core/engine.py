@@ -212,7 +212,7 @@ class Engine:
         self.schedules = Schedules(state, self.admission.malformed)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, reader.requests, config, self.room.telling)
-        self._forgetting = Forgetting(state, int(config.history_keep * 1000), self.lifecycle)
+        self.forgetting = Forgetting(state, int(config.history_keep * 1000), self.lifecycle)
         self.unready = Unready(state, self.fleet, self.lifecycle)
         self.indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
@@ -226,7 +226,7 @@ class Engine:
         self._changing = Changing(state, self.indexing, reader, copies, relimiting)
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, explain)
-        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health, self._forgetting)
+        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health, self.forgetting)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
 
     def _make_ranker(self) -> Ranker:
@@ -769,7 +769,7 @@ class Engine:
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
         self.retention.rows_looked = False
-        self._forgetting.pass_time(draft)
+        self.forgetting.pass_time(draft)
         self.windows.pass_time(draft)
         self.relocating.end_due(draft)
         self.lifecycle.starts.pass_time(draft)

@@ -62,6 +62,22 @@ def test_all_groups_are_placed_in_one_record_each_where_it_fits() -> None:
     assert (drive.job("g").state, host.cpu_free) == ("SUCCEEDED", 16_000)
 
 
+@pytest.mark.parametrize("preempts", [True, False])
+def test_a_gang_of_groups_is_told_that_no_job_ends_for_it_where_one_might_for_others(preempts: bool) -> None:
+    drive = Driving(config=Config(preempt_priority=60, preempt_after=0) if preempts else Config())
+    drive.worker("h0", 4, H100)
+    drive.worker("l0", 3, L40S)
+    raise_level(drive)
+    drive.submit("low", gpu={"count": 4, "model": "H100"}, priority=10)
+    drive.settle()
+    submit(drive, groups=[TRAINER, ROLLOUT], priority=90)
+    drive.pass_time(5_000)
+    assert drive.states("low") == ["RUNNING"]
+    told = drive.explained("g")
+    assert told["reason"] == "busy"
+    assert ("no job ends for a gang of several groups" in told["because"]) == preempts
+
+
 def test_each_rank_has_what_its_group_asks_for_and_the_addresses_of_all() -> None:
     drive = site(auto=False)
     submit(drive)

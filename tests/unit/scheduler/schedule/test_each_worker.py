@@ -104,6 +104,25 @@ def test_what_waits_for_a_worker_that_an_operator_has_forgotten_ends_and_a_job_f
     assert on(drive, "stands")["w2"] == 1, "it goes on for those that join"
 
 
+@pytest.mark.parametrize("began", [True, False])
+def test_what_waits_for_workers_that_are_away_is_told_by_their_names(began: bool) -> None:
+    drive = fleet(1, 1, 1)
+    if not began:
+        drive.operate("cordon", "w1")
+    drive.submit("check", each_worker="once", gpu={}, retries_on_lost=9)
+    drive.submit("stands", each_worker=True, gpu={}, retries_on_lost=9)
+    drive.settle()
+    drive.workers["w1"].die()
+    drive.pass_time(60_000)
+    for _ in range(3):
+        drive.run_out("w0")
+        drive.run_out("w2")
+    drive.settle()
+    told, waits = drive.explained("check"), "it waits for w1 to come back, or until an operator forgets such a worker"
+    assert (told["reason"], told["because"]) == ("each-worker", f"it has begun on 2 workers; {waits}")
+    assert drive.explained("stands")["because"] == "it has begun on 2 workers"
+
+
 def test_once_without_a_worker_is_for_the_first_that_joins() -> None:
     drive = Driving()
     drive.submit("check", gpu={}, each_worker="once")

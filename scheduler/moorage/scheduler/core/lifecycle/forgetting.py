@@ -44,6 +44,11 @@ class Forgetting:
         self._unread: Iterator[int] | None = None  # numbers of the jobs not read yet
         self._blank: list[str] = []  # tenants to forget
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next record looks, or goes on to."""
+        return not self._next_ms or self._unread is not None or bool(self._away or self._blank)
+
     def look_soon(self) -> None:
         """Look within the next seconds, as an operator has had a worker forgotten."""
         self._next_ms = 0
