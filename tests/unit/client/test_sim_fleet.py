@@ -57,10 +57,14 @@ async def test_a_worker_that_is_forgotten_is_so_although_nothing_else_happens() 
         await until_state(job, "RUNNING")
         await fleet.kill_worker("sim-0001")
         await asyncio.sleep(600)
-        assert (await job.show()).replicas.states == {"SUCCEEDED": 1, "QUEUED": 1}
+        replicas = (await job.show()).replicas
+        assert replicas is not None
+        assert replicas.states == {"SUCCEEDED": 1, "QUEUED": 1}
         await moorage.fleet.forget("sim-0001")
         await asyncio.sleep(10)
-        assert (await job.show()).replicas.states == {"SUCCEEDED": 1, "CANCELLED": 1}
+        replicas = (await job.show()).replicas
+        assert replicas is not None
+        assert replicas.states == {"SUCCEEDED": 1, "CANCELLED": 1}
 
 
 @in_virtual_time
