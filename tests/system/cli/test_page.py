@@ -25,6 +25,8 @@ import pytest
 from msgspec import structs
 
 from moorage.cli.page import draw, draw_series, draw_service, draw_waits
+from moorage.cli.page.doors import Doors
+from moorage.cli.page.server import Page
 from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
@@ -339,6 +341,16 @@ async def test_after_a_while_unwatched_what_was_listed_before_is_drawn_at_once_a
             assert await source.feed.until(lambda: not source.told(), 60)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+
+
+def test_charts_of_an_answer_stay_as_they_were_drawn_until_the_next_one_comes() -> None:
+    page = Page(cast(Source, None), cast(Doors, None), "", operates=False)
+    first = SeriesAnswer(until_ms=10_000, step_ms=10_000, series={"fleet//gpus": [4.0]})
+    drawn = page._past_of(first, "1h", "")
+    assert page._past_of(first, "1h", "") is drawn
+    assert page._past_of(first, "1d", "") is not drawn
+    after = page._past_of(structs.replace(first, series={"fleet//gpus": [8.0]}), "1h", "")
+    assert [part.key for part in after] != [part.key for part in drawn]
 
 
 async def test_a_page_says_from_when_an_old_answer_is_and_draws_it_until_the_next_one_comes() -> None:

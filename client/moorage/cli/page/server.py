@@ -49,6 +49,8 @@ STREAMS_MAX: Final = 128
 BEAT_S: Final = 5.0
 #: how long the first picture of numbers over time waits for them: the stream brings what takes longer
 AT_ONCE_S: Final = 0.2
+#: charts of the past that are kept as they were drawn: of 300 tenants that takes longer than all other views
+PASTS_MAX: Final = 64
 #: pages that have a past: others show what is now
 OF_A_MOMENT: Final = ("/", "/queue")
 SINCE_DEFAULT: Final = "7d"
@@ -80,6 +82,7 @@ class Page:
         self._shown = shown
         self._streams = 0
         self._drawn: dict[str, tuple[float, list[Part]]] = {}
+        self._pasts: dict[tuple[str, str], tuple[SeriesAnswer, list[Part]]] = {}  # by span and tenant
         #: set when the server ends: streams end then
         self.ends = asyncio.Event()
 
@@ -263,7 +266,7 @@ class Page:
                 tenant = query.get("tenant", "") if source.feed.operates else source.client.tenant
                 tenant = tenant if is_tenant(tenant) else ""
                 told, span = await self._over(query.get("span", ""), tenant=tenant)
-                return draw_series.past(told, span, tenant)
+                return self._past_of(told, span, tenant)
             case ["service", tenant, name] if is_tenant(tenant) and is_service(name):
                 _, span = await self._over(query.get("span", ""), tenant=tenant, service=name)
                 found_service = await source.service(tenant, name, draw_series.SPANS[span])
@@ -274,6 +277,15 @@ class Page:
                 waits = await source.waits(max(seconds(query.get("since", SINCE_DEFAULT)), WAITS_S_MIN))
                 return [*draw.usage(rows, from_ms, by), *draw_waits.waits(*waits)]
         return None
+
+    def _past_of(self, told: SeriesAnswer, span: str, tenant: str) -> list[Part]:
+        """Return the charts of an answer, which stay as they are for all who look until the next one comes."""
+        kept = self._pasts.get((span, tenant))
+        if kept is None or kept[0] is not told:
+            if len(self._pasts) >= PASTS_MAX:
+                self._pasts.clear()
+            kept = self._pasts[span, tenant] = told, draw_series.past(told, span, tenant)
+        return kept[1]
 
     async def _over(self, span: str, **of: str) -> tuple[SeriesAnswer, str]:
         """Return numbers over a span and its name: of a day if none is asked for, or of an hour while no step of a day
