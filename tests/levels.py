@@ -1,4 +1,4 @@
-"""The next feature level in tests: what lasts from it on is written only there, until a release raises `FORMAT`."""
+"""Feature level 2 in tests: their ledgers begin at level 1, and this raises them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEXT = 2
 
 
 def know_next(patch: pytest.MonkeyPatch) -> None:
-    """Let all code of this process read and write records and snapshots of the next level, as its release will."""
+    """Let all code of this process read and write records and snapshots of that level, and no later one."""
     patch.setattr(records, "FORMAT", NEXT)
 
 

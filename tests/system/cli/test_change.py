@@ -19,7 +19,7 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     both = await node.run("change", "j,k", "last", "--priority", "61", tenant=unique)
     assert ([row[0] for row in both.rows], both.code) == (["j", "k"], 0), both.err
     fewer = await node.run("change", "j", "--replicas", "3", tenant=unique)
-    assert (fewer.code, "from level 2 on" in fewer.err) == (1, True), "until a release knows that level"
+    assert fewer.code == 0, fewer.err
     await node.run("cancel", "k", tenant=unique)
     await node.run("wait", "k", tenant=unique)
     live = await node.run("change", "*", "--priority", "62", tenant=unique)

@@ -27,9 +27,9 @@ NOT_RUN: Final = {
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
     "docs/how-to/many-models-on-few-gpus.md": 1,  # a model on a GPU
     "docs/how-to/open-an-http-door.md": 2,  # a certificate, a proxy
-    "docs/how-to/run-a-gang-with-torchrun.md": 3,  # torch, and feature level 2
+    "docs/how-to/run-a-gang-with-torchrun.md": 3,  # torch, and the fleet's size
     "docs/how-to/run-a-production-cluster.md": 11,  # test_production_cluster.py runs all but the installation
-    "docs/how-to/run-unlike-parts-together.md": 2,  # feature level 2; a part of a program
+    "docs/how-to/run-unlike-parts-together.md": 2,  # two kinds of hosts; a part of a program
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
     "docs/how-to/run-in-kubernetes.md": 3,  # a cluster
     "docs/how-to/run-several-schedulers.md": 1,

@@ -17,7 +17,7 @@ from moorage.schemas.printable import stripped
 #: raises once every scheduler can fold the next one. What is prepared for the level behind it (acts whose `LEVEL` that
 #: is, fields in `Lasting.later`) is off until a release raises this number, so two builds never differ under one level.
 #: It is read as `records.FORMAT`, for tests of the next level
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: the oldest record format that this release folds
 FORMAT_MIN: Final = 1
 #: how far the records of a restored ledger begin above those of its backup and of the ledger that it replaces: more
