@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def test_each_change_of_this_tree_has_its_form() -> None:
 def test_the_changelog_is_for_reading() -> None:
     lines = CHANGELOG.splitlines()
     assert [line for line in lines if len(line) > CHARS_MAX] == []
-    if "unreleased" in CHANGELOG:
-        assert f"\n## {RELEASE}, unreleased\n" in CHANGELOG
-        assert len(lines) <= 120
+    newest, *_ = CHANGELOG.split("\n## ")[1:]
+    assert re.match(rf"{re.escape(RELEASE)}, (unreleased|\d{{4}}-\d\d-\d\d)\n", newest)
+    assert len(newest.splitlines()) <= 120
 
 
 def test_the_lines_of_one_area_are_side_by_side_and_what_must_be_changed_is_apart(tmp_path: Path) -> None:
