@@ -7,11 +7,13 @@ of each record behind it.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from moorage.scheduler.core.fleet.slots import slots_of
+from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.acts import Hold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
@@ -22,6 +24,7 @@ from moorage.scheduler.core.ledger.state import (
     CODE,
     ENDING,
     IS_TERMINAL,
+    LEAVING,
     ON_WORKER,
     PLACED,
     QUEUED,
@@ -32,15 +35,20 @@ from moorage.scheduler.core.ledger.state import (
     WHY,
     WORKER,
     Job,
+    Replica,
     State,
     Worker,
 )
 from moorage.scheduler.core.request_reader import asked_now, workload_of
+from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX
+from moorage.schemas.job import Request
+from moorage.schemas.ranges import RANGES_MAX, first_numbers, format_ranges, joined
 
 #: the fields of a request that decide where and when it runs
 KEPT: Final = (
     "gpu", "priority", "resources", "retries", "retries_on_lost", "retry", "deadline_s", "start_within_s",
-    "start_after_s", "max_running", "preemptible", "requires", "where", "uses",
+    "start_after_s", "max_running", "max_failed", "preemptible", "requires", "where", "prefers", "same", "spread_over",
+    "uses", "repair_s", "fair_key", "fair_weight",
 )  # fmt: skip
 #: acts that a trace has as events, or that follow from others
 TOLD: Final = frozenset(
@@ -83,7 +91,7 @@ class TraceEvents:
         self._events: list[Event] = []
 
     def base(self) -> Batch:
-        """Return what stands now: hosts, limits, and jobs that are not over, in the order in which they ran."""
+        """Return what stands now: hosts, limits, use of GPUs, and jobs that are not over with what runs of them."""
         state = self._state
         for worker in state.worker_by_num.values():
             if worker.session:
@@ -94,12 +102,20 @@ class TraceEvents:
             self._rights(tenant.name)
             if tenant.hold is not None:
                 self._order("hold", tenant=tenant.name)
+        for tenant in state.tenants.values():
+            if used := fairshare.usage_milli(state, tenant):
+                self._events.append(["usage", tenant.name, used])
+        ended = islice(state.ended, max(0, len(state.ended) - LEARNED_AT_START_MAX), None)
         live = [job for job in state.jobs.values() if not job.over]
-        for job in sorted(live, key=lambda job: (not job.attempts, job.placed_ms, job.num)):
-            self._arrives(job)
-            for attempt in job.attempts:
-                stands = attempt.worker.id, slots_of(attempt.mask)
-                self._events.append(["runs", job.num, attempt.replica.index, attempt.no, *stands])
+        for job in [*(state.jobs[num] for num in ended), *live]:  # as a new leader learns how long jobs run
+            if job.ran:
+                request = _request_of(job, asked_now(job))
+                self._events.append(["ran", job.tenant, job.accepted_ms, request, list(job.ran)])
+        for job in live:
+            if job.live:
+                self._arrives(job)
+                for replica in job.rows.values():
+                    self._stands(replica)
         if state.settings[0]:
             self._events.append(["settings", state.settings[0], dict(state.settings[1])])
         made, self._events = self._events, []
@@ -176,19 +192,17 @@ class TraceEvents:
 
     def _arrives(self, job: Job) -> None:
         asked = asked_now(job)
-        plain = msgspec.to_builtins(asked)
-        request = {key: plain[key] for key in KEPT if plain.get(key) is not None}
-        request["job"] = job.name
-        if job.hold is not None:
-            request["hold"] = True
-        if asked.copies > 1:
-            request["replicas"] = asked.copies
-        limit_s = asked.workload.timeout_s
-        request["run"] = {"driver": "noop"} if limit_s is None else {"driver": "noop", "timeout_s": limit_s}
-        request["labels"] = {"workload": workload_of(asked)}
-        if asked.service is not None or asked.after:
-            self._events.append(["untold", "service" if asked.service is not None else "after"])
-        self._events.append(["job", job.num, job.accepted_ms, job.tenant, request])
+        kinds = {"service": asked.service, "after": asked.after, "each worker": asked.each_worker}
+        self._events.extend(["untold", kind] for kind, asks in kinds.items() if asks)
+        self._events.append(["job", job.num, job.accepted_ms, job.tenant, _request_of(job, asked)])
+
+    def _stands(self, replica: Replica) -> None:
+        """Say where an attempt runs as a base is made, and since when. One that is asked to end, or frozen, is told as
+        if it waited."""
+        attempt = replica.attempt
+        if attempt is not None and attempt.mask == attempt.home and replica.state not in LEAVING:
+            stands = attempt.worker.id, slots_of(attempt.mask), attempt.began_ms or self._state.time_ms
+            self._events.append(["runs", replica.job.num, replica.index, attempt.no, *stands])
 
     def _move(self, job: Job, row: Any) -> None:
         """Read a transition of a job: when and where an attempt was placed, how long it held its devices, its code."""
@@ -208,3 +222,32 @@ class TraceEvents:
             self._events.append(["left", job.num, index, None if cut else row[CODE]])
         elif state in (ENDING, CANCELLING):  # how long it would have run is not known
             self._events.append(["left", job.num, index, None])
+
+
+def _request_of(job: Job, asked: Request) -> dict[str, Any]:
+    """Return what decides of a job's request."""
+    plain = msgspec.to_builtins(asked)
+    request = {key: plain[key] for key in KEPT if plain.get(key) is not None}
+    request["job"] = job.name
+    if job.hold is not None:
+        request["hold"] = True
+    request |= _copies(job, asked, plain)
+    limit_s = asked.workload.timeout_s
+    request["run"] = {"driver": "noop"} if limit_s is None else {"driver": "noop", "timeout_s": limit_s}
+    request["labels"] = {"workload": workload_of(asked)}
+    return request
+
+
+def _copies(job: Job, asked: Request, plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that say how many replicas there are: those that have not ended."""
+    if asked.groups:
+        kept = ("name", "replicas", "gpu", "resources")
+        return {"groups": [{key: group[key] for key in kept if key in group} for group in plain["groups"]]}
+    if asked.is_gang:
+        return {"replicas": plain.get("replicas", 1)}
+    if asked.service is not None or asked.each_worker:
+        return {"replicas": asked.copies} if asked.copies > 1 else {}
+    numbers = joined(sorted((*job.fresh, *((index, index) for index in job.rows))))
+    if numbers == first_numbers(job.live) or len(numbers) > RANGES_MAX:
+        return {"replicas": job.live} if job.live > 1 else {}
+    return {"indices": format_ranges(numbers)}

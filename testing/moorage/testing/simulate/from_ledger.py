@@ -18,6 +18,8 @@ from moorage.scheduler.ledger.trace_events import Batch, Event
 
 #: as long as what is not known to end: ten years
 FOREVER_S: Final = 10 * 365 * 86_400.0
+#: the fields of a request that name workers' labels
+_OF_LABELS: Final = ("requires", "where", "prefers", "same", "spread_over")
 
 
 class TraceWriter:
@@ -32,8 +34,10 @@ class TraceWriter:
         self._events: list[dict[str, Any]] = []
         self._jobs: dict[int, dict[str, Any]] = {}
         self._since: dict[tuple[int, int], tuple[int, int]] = {}  # by job and replica: attempt, and when it was placed
+        self._before: dict[tuple[int, int], int] = {}  # likewise: how many attempts were over before the beginning
         self._cancelled: set[int] = set()
         self._untold = Counter[str]()
+        self._usage: dict[str, int] = {}
         self._settings: dict[str, str] = {}
         self._release = ""
         self._take(base)
@@ -75,6 +79,10 @@ class TraceWriter:
                 self._release, self._settings = release, values
         elif kind == "job":
             self._arrives(*what)
+        elif kind == "usage":
+            self._usage[self._name(what[0])] = what[1]
+        elif kind == "ran":
+            self._ran(*what)
         elif what[0] in self._jobs:  # of others the end alone is in the trace's time
             self._move(at_ms, kind, *what)
 
@@ -95,23 +103,41 @@ class TraceWriter:
         self._events.append({"at_s": self._at_s(at_ms), **found})
 
     def _arrives(self, num: int, accepted_ms: int, tenant: str, asked: dict[str, Any]) -> None:
-        request = {**asked, "job": self._name(asked["job"])}
-        request["labels"] = {key: self._name(value) for key, value in asked["labels"].items()}
-        if self._anonymous:
-            request.pop("requires", None)
-            request.pop("where", None)
         self._jobs[num] = {
             "at_s": self._at_s(max(accepted_ms, self._begin_ms)), "runs_s": FOREVER_S, "tenant": self._name(tenant),
-            "request": request, "attempts": {}, "placed": {},
+            "request": self._request(asked), "attempts": {}, "placed": {},
         }  # fmt: skip
+        if accepted_ms <= self._begin_ms:
+            self._jobs[num] |= {"waited_s": -self._at_s(accepted_ms), "stands": {}}
+
+    def _request(self, asked: dict[str, Any]) -> dict[str, Any]:
+        request = {**asked, "job": self._name(asked["job"])}
+        request["labels"] = {key: self._name(value) for key, value in asked["labels"].items()}
+        if "fair_key" in request:
+            request["fair_key"] = self._name(request["fair_key"])
+        if self._anonymous:
+            for name in _OF_LABELS:
+                request.pop(name, None)
+            for group in request.get("groups", ()):
+                group["name"] = self._name(group["name"])
+        return request
+
+    def _ran(self, tenant: str, accepted_ms: int, asked: dict[str, Any], ran_ms: list[int]) -> None:
+        """Take how long the last attempts of a job ran that ended before the beginning."""
+        ran = {"tenant": self._name(tenant), "request": self._request(asked), "ran_s": [ms / 1000 for ms in ran_ms]}
+        self._events.append({"at_s": 0.0, "ran": {**ran, "accepted_s": -self._at_s(accepted_ms)}})
 
     def _move(self, at_ms: int, kind: str, num: int, *what: Any) -> None:
         line = self._jobs[num]
         if kind == "runs":
-            index, attempt, *_ = what  # where it stands is not played yet
-            self._since[num, index] = attempt, at_ms
+            index, attempt, host, slots, *began = what
+            began_ms = began[0] if began else at_ms  # release 0.3 does not say when it began
+            line["stands"][index] = (-self._at_s(began_ms), self._name(host), slots)
+            line["request"].pop("start_within_s", None)  # it has started
+            self._since[num, index] = self._nth(num, index, attempt), began_ms
         elif kind == "placed":
             index, attempt, host, slots = what
+            attempt = self._nth(num, index, attempt)
             line["placed"][f"{index}/{attempt}"] = (self._at_s(at_ms), self._name(host), slots)
             self._since[num, index] = attempt, at_ms
         elif kind == "left":
@@ -129,6 +155,10 @@ class TraceWriter:
                 self._untold[f"cancel {what[0]}"] += 1
         elif kind == "end" and what[0] and line["attempts"]:
             line["runs_s"] = max(runs_s for runs_s, _ in line["attempts"].values())
+
+    def _nth(self, num: int, index: int, attempt: int) -> int:
+        """Return which attempt of the trace an attempt is: those from before its beginning do not count."""
+        return attempt - self._before.setdefault((num, index), attempt - 1)
 
     # -------------------------------------------------------------------------------------------- writing
 
@@ -169,6 +199,7 @@ class TraceWriter:
             head |= {"release": self._release, "settings": self._settings}
         encode = msgspec.json.encode
         yield encode(head) + b"\n"
-        rows = [*self._events, *self._jobs.values()]
+        usage = [{"at_s": 0.0, "usage": self._usage}] if self._usage else []
+        rows = [*usage, *self._events, *(self._jobs[num] for num in sorted(self._jobs))]
         for row in sorted(rows, key=lambda row: (row["at_s"], "runs_s" in row)):
             yield encode(row) + b"\n"

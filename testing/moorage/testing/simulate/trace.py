@@ -6,8 +6,10 @@ Moorage's own format is JSON lines, one line for each job:
 
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
 `default` where it is left out. `request` is the request as it would be submitted; `run` may be left out, and `job`,
-which is then `job-` and the number of the line.
-A line without `runs_s` is an event: `join`, `leave`, `order`, `cancel` or `look` (`from_ledger` writes them).
+which is then `job-` and the number of the line. A job that came before the trace's beginning has `at_s` 0, how long
+before in `waited_s`, and in `stands` by replica what runs of it then: for how many seconds, host and slots.
+A line without `runs_s` is an event: `join`, `leave`, `order`, `cancel`, `look`, `ran` or `usage` (`from_ledger`
+writes them).
 A CSV file can describe simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
@@ -22,16 +24,18 @@ import itertools
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import parse_token
+from moorage.schemas.hello_check import SLOTS_MAX
 from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, Request, Resources, Run
 from moorage.schemas.names import JOB, SIMULATED_UUID, TENANT, is_job, is_tenant
 from moorage.schemas.operate import act_of
+from moorage.schemas.ranges import NUMBERS_MAX
 from moorage.testing.simulate.rows import DURATION_MS_MAX, LINE_MAX, Row, read_rows, too_long, trouble
 
 #: the most jobs of one trace; each is in memory while it waits or runs
@@ -46,7 +50,9 @@ class TraceJob(msgspec.Struct, frozen=True, gc=False):
     """One job: its arrival and the run time of an attempt, in ms, and its request (`request.job` names it).
 
     Of a trace from a ledger, `attempts` has the run times and exit codes of those attempts that there were, and
-    `placed` when and where each began: ms, host and slots. Keys are as `0/1`: replica and attempt.
+    `placed` when and where each began: ms, host and slots. Keys are as `0/1`: replica and attempt. Of a job that came
+    before the trace's beginning, `waited_ms` is how long before, and `stands` has by replica what ran of it then: for
+    how many ms it had run, host and slots.
     """
 
     at_ms: int
@@ -55,13 +61,17 @@ class TraceJob(msgspec.Struct, frozen=True, gc=False):
     request: Request
     attempts: dict[str, tuple[int, int]] = {}
     placed: dict[str, tuple[int, str, list[int]]] = {}
+    waited_ms: int = 0
+    stands: dict[int, tuple[int, str, list[int]]] = {}
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False):
     """What happened beside arrivals: a host joined or left, an operator's order, a cancel."""
 
     at_ms: int
-    kind: str  # join, leave, order, cancel, or look: the core is to look for room
+    #: join, leave, order, cancel, look: the core is to look for room; ran: how long attempts ran before; usage: what
+    #: tenants have used of late, in thousandths of a GPU
+    kind: str
     data: dict[str, Any]
 
 
@@ -83,10 +93,23 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str] = {}
 
 
+class Ran(msgspec.Struct, frozen=True, gc=False):
+    """How long the last attempts of a job ran, which came so many seconds before the trace's beginning."""
+
+    tenant: str
+    request: Request
+    ran_s: list[float]
+    accepted_s: float
+
+
 def uniform_host(name: str, gpus: int, model: str, cpu_milli: int = 0, memory_mib: int = 0) -> SimHost:
     """Return a host with `gpus` equal GPUs of unknown memory; with its CPU and memory."""
     devices = tuple(Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", 0) for index in range(gpus))
     return SimHost(name, devices, cpu_milli, memory_mib)
+
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=NUMBERS_MAX)]
+_Slot = Annotated[int, msgspec.Meta(ge=0, lt=SLOTS_MAX)]
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -96,6 +119,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     tenant: str = "default"
     attempts: dict[str, tuple[float, int]] = {}
     placed: dict[str, tuple[float, str, list[int]]] = {}
+    waited_s: float = 0.0
+    stands: dict[_Number, tuple[float, str, list[_Slot]]] = {}
 
 
 _COLUMNS: Final = (
@@ -148,7 +173,7 @@ def read_own(path: Path) -> Iterator[TraceJob]:
 
 
 #: what a line that is no job may say besides `at_s`
-EVENTS: Final = ("join", "leave", "order", "cancel", "look")
+EVENTS: Final = ("join", "leave", "order", "cancel", "look", "ran", "usage")
 
 
 def _beside(text: bytes) -> dict[str, Any] | None:
@@ -168,6 +193,10 @@ def _check(kind: str, data: dict[str, Any]) -> None:
         msgspec.convert(data, SimHost)
     elif kind == "order":
         act_of(data["verb"], {"by": "trace", **{name: value for name, value in data.items() if name != "verb"}})
+    elif kind == "ran":
+        msgspec.convert(data, Ran)
+    elif kind == "usage":
+        msgspec.convert(data, dict[str, int])
     elif kind in ("leave", "cancel"):
         for name in ("host",) if kind == "leave" else ("tenant", "job"):
             if not isinstance(data[name], str):
@@ -202,7 +231,15 @@ def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
                 for key, (runs_s, code) in said.attempts.items()
             }
             placed = {key: (round(at_s * 1000), host, slots) for key, (at_s, host, slots) in said.placed.items()}
-            yield number, TraceJob(at_ms, runs_ms, said.tenant, request, attempts, placed)
+            if said.at_s and (said.waited_s or said.stands):
+                message = "waited_s and stands are of jobs that came before the trace's beginning"
+                raise trouble(path, number, message, found=said.at_s, allowed="at_s 0")
+            waited_ms = milliseconds(path, number, "waited_s", said.waited_s)
+            stands = {
+                index: (milliseconds(path, number, "stands", ran_s), host, slots)
+                for index, (ran_s, host, slots) in said.stands.items()
+            }
+            yield number, TraceJob(at_ms, runs_ms, said.tenant, request, attempts, placed, waited_ms, stands)
 
 
 def read_whole(path: Path) -> Trace:

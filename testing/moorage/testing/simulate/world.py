@@ -9,7 +9,6 @@ import msgspec
 
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import records
 from moorage.scheduler.core.ledger.acts import Epoch
@@ -23,7 +22,8 @@ from moorage.schemas.frames import Goodbye, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.operate import act_of
 from moorage.schemas.subjects import Subjects
-from moorage.testing.simulate.trace import SimHost, TraceEvent, TraceJob
+from moorage.testing.simulate.standing import StandingEngine, Stands
+from moorage.testing.simulate.trace import Ran, SimHost, TraceEvent, TraceJob
 
 #: ledger time at which a simulation begins
 BEGIN_MS: Final = 1_000_000
@@ -35,6 +35,9 @@ FINISHED_MAX: Final = 100_000
 #: jobs that never started whose reason is reported
 NEVER_NAMED_MAX: Final = 5
 _LEADER: Final = 1
+
+#: of the events at the beginning, what was before
+_BEFORE: Final = ("join", "ran", "usage")
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -83,7 +86,10 @@ class World(Play):
         state = State()
         epoch = Record(records.FORMAT, 1, _LEADER, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)])
         fold(state, epoch, 1)
-        super().__init__(Engine(state, config, Subjects(), _LEADER, 0), BEGIN_MS)
+        self._engine = StandingEngine(state, config, Subjects(), _LEADER, 0)
+        super().__init__(self._engine, BEGIN_MS)
+        #: ledger time at which the trace begins
+        self._begin_ms = BEGIN_MS + max((job.waited_ms for job in jobs), default=0)
         self.jobs = jobs
         self.runs = {(job.tenant, _name(job)): Run(job) for job in jobs}
         self.gpus = sum(len(host.devices) for host in hosts)
@@ -94,18 +100,49 @@ class World(Play):
         self._waiting = 0
         self._next = 0
         self._events, self._next_event = events, 0
+        self._usage: dict[str, int] = {}
         #: by tenant and job: when and where each attempt was placed, as `TraceJob.placed` has it
         self.placed: dict[tuple[str, str], dict[str, tuple[int, str, list[int]]]] = {}
         self._joins = 0
+        if not self._has_past():
+            self._engine.open({})
         self._join(hosts)
         for order in orders:
             self.engine.offer(order)
         self.settle()
+        if not self._engine.is_open:
+            self._play_past()
 
     @property
     def now_ms(self) -> int:
         """The time since the trace's beginning, in ms."""
-        return self.time_ms - BEGIN_MS
+        return self.time_ms - self._begin_ms
+
+    def _has_past(self) -> bool:
+        """Return whether the trace begins in the middle of a ledger."""
+        past = any(job.waited_ms or job.stands for job in self.jobs)
+        return past or any(event.kind in ("ran", "usage") for event in self._events)
+
+    def _play_past(self) -> None:
+        """Let what came before the beginning come at its moment, and place what stands then when it was placed."""
+        before = [event for event in self._events if event.kind in _BEFORE and not event.at_ms]
+        for event in before:
+            self._happen(event)
+        self._events = [event for event in self._events if event.kind not in _BEFORE or event.at_ms]
+        past = [job for job in self.jobs if job.waited_ms or job.stands]
+        self.jobs = [job for job in self.jobs if not (job.waited_ms or job.stands)]
+        moments: list[tuple[int, int, int, TraceJob, Stands | None]] = []
+        for at, job in enumerate(past):
+            moments.append((-job.waited_ms, at, 0, job, None))
+            moments.extend((-ms, at, nth, job, stands) for nth, (ms, stands) in enumerate(_standing(job), 1))
+        for ms, _, _, job, stands in sorted(moments, key=lambda row: row[:3]):
+            self.go_to(self._begin_ms + ms)
+            if stands is None:
+                self._submit(job)
+            else:
+                self._engine.stand(stands)
+            self.settle()
+        self.go_to(self._begin_ms)
 
     def _join(self, hosts: Sequence[SimHost]) -> None:
         for at in range(0, len(hosts), JOINS_MAX):
@@ -123,23 +160,27 @@ class World(Play):
         at = self.next_ms()
         if at is None:
             return False
-        while self._next_event < len(self._events) and BEGIN_MS + self._events[self._next_event].at_ms <= at:
+        while self._next_event < len(self._events) and self._begin_ms + self._events[self._next_event].at_ms <= at:
             self._happen(self._events[self._next_event])
             self._next_event += 1
-        while self._next < len(self.jobs) and BEGIN_MS + self.jobs[self._next].at_ms <= at:
+        while self._next < len(self.jobs) and self._begin_ms + self.jobs[self._next].at_ms <= at:
             self._submit(self.jobs[self._next])
             self._next += 1
         self.go_to(at)
+        if not self._engine.is_open:
+            self._engine.open(self._usage)
         self.settle()
         if self._on_moment is not None:
             self._on_moment(Moment(self.now_ms, self._leased_milli, self._waiting))
         return True
 
     def next_ms(self) -> int | None:
+        if not self._engine.is_open:
+            return self._begin_ms
         at = super().next_ms()
-        comes = [BEGIN_MS + self.jobs[self._next].at_ms] if self._next < len(self.jobs) else []
+        comes = [self._begin_ms + self.jobs[self._next].at_ms] if self._next < len(self.jobs) else []
         if self._next_event < len(self._events):
-            comes.append(BEGIN_MS + self._events[self._next_event].at_ms)
+            comes.append(self._begin_ms + self._events[self._next_event].at_ms)
         if comes:
             at = min(comes) if at is None else min(at, *comes)
         if at is None:
@@ -156,6 +197,10 @@ class World(Play):
             self.engine.offer(Cancel(data["tenant"], data["job"], "cancelled"))
         elif event.kind == "look":
             self.engine.look_at_once()
+        elif event.kind == "ran":
+            self._engine.learn(msgspec.convert(data, Ran), self._begin_ms)
+        elif event.kind == "usage":
+            self._usage = data
         elif event.kind == "join":
             host = msgspec.convert(data, SimHost)
             self.gpus += len(host.devices)
@@ -188,17 +233,18 @@ class World(Play):
         return (-15, "timeout") if limit_s is not None and job.runs_ms > limit_s * 1000 else (0, "exit")
 
     def on_placed(self, held: Held) -> None:
-        self.decided += 1
-        self.placed.setdefault(held.name[:2], {})[_key(held)] = self.now_ms, held.worker, held.slots
         milli = self._milli(held)
         self._leased_milli += milli
-        self.runs[held.name[:2]].leased -= milli * self.now_ms
+        self.runs[held.name[:2]].leased -= milli * max(0, self.now_ms)
+        if self._engine.is_open:
+            self.decided += 1
+            self.placed.setdefault(held.name[:2], {})[_key(held)] = self.now_ms, held.worker, held.slots
 
     def on_started(self, held: Held) -> None:
         run = self.runs[held.name[:2]]
         run.attempts = max(run.attempts, held.attempt)
         if run.started_ms < 0:
-            run.started_ms = self.now_ms
+            run.started_ms = max(0, self.now_ms)
             self._waiting -= 1
 
     def on_left(self, held: Held) -> None:
@@ -233,6 +279,16 @@ class World(Play):
         spec = self.runs[held.name[:2]].job.request.effective_gpu
         percent = spec.share.compute_percent if spec is not None and spec.share is not None else 100
         return len(held.slots) * percent * 10
+
+
+def _standing(job: TraceJob) -> list[tuple[int, Stands]]:
+    """Return what stands of a job at the beginning, and for how many ms; a gang as a whole."""
+    name, rows = _name(job), job.stands
+    at = {index: (host, sum(1 << slot for slot in set(slots))) for index, (_, host, slots) in rows.items()}
+    ran = {index: min(ran_ms, job.waited_ms) for index, (ran_ms, _, _) in rows.items()}
+    if job.request.is_gang and rows:
+        return [(max(ran.values()), Stands(job.tenant, name, at))]
+    return [(ran[index], Stands(job.tenant, name, {index: at[index]})) for index in rows]
 
 
 def _key(held: Held) -> str:

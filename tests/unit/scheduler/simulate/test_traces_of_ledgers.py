@@ -96,12 +96,17 @@ def played(jobs: list[TraceJob], events: list[TraceEvent], hosts: list[SimHost] 
     return world
 
 
-def written(world: Kept, path: Path, *, anonymous: bool = False) -> TraceWriter:
+def written(world: Kept, path: Path, *, anonymous: bool = False, cut: float = 0.0) -> TraceWriter:
+    """Write the trace of a world's ledger, without the first part (`cut`) of its records."""
     state = State()
     fold(state, Record(FORMAT, 1, 1, 0, BEGIN_MS, 0, acts=[Epoch("simulated", "simulate", 0.0)]), 1)
+    payloads = list(enumerate(world.payloads, 2))
+    first = int(len(payloads) * cut)
+    for seq, payload in payloads[:first]:
+        fold(state, decode_record(payload), seq)
     events = TraceEvents(state)
     writer = TraceWriter(events.base(), anonymous=anonymous)
-    for seq, payload in enumerate(world.payloads, 2):
+    for seq, payload in payloads[first:]:
         record = decode_record(payload)
         told = events.follow(record, fold(state, record, seq))
         writer.take(Batch(state.ledger_id, seq - 1, seq, state.time_ms, [(state.time_ms, told)]))
@@ -125,6 +130,92 @@ def test_a_trace_of_a_ledger_plays_again_to_the_millisecond(seed: int, tmp_path:
     assert {name: run.state for name, run in again.runs.items()} == {
         name: world.runs[name].state for name in again.runs
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "cut"), [(0, 0.2), (0, 0.6), (2, 0.4), (3, 0.2), (3, 0.8)])
+def test_a_trace_that_begins_in_the_middle_plays_the_rest_as_it_was(seed: int, cut: float, tmp_path: Path) -> None:
+    """What ran stands where it stood, what waited has waited, and shares and run times are known."""
+    jobs, events = week(seed)
+    written(played(jobs, events), tmp_path / "t.jsonl", cut=cut)
+    trace = read_whole(tmp_path / "t.jsonl")
+    stand = [job for job in trace.jobs if job.stands]
+    assert stand
+    assert any(job.request.is_gang for job in stand) or seed == 3
+    assert sum(job.waited_ms > 0 and not job.stands for job in trace.jobs) > 5, "many wait"
+    again = played(trace.jobs, trace.events, hosts=[])
+    proof = prove(trace.jobs, again.placed)
+    assert proof.placements == sum(len(job.placed) for job in trace.jobs) > 20
+    assert proof.kinds == {}, proof
+
+
+def test_what_cannot_stand_where_it_stood_waits(tmp_path: Path) -> None:
+    """Its host is left out of the trace, or it asks for something else."""
+    world = played(*week(0, jobs=60))
+    written(world, tmp_path / "t.jsonl", cut=0.4)
+    trace = read_whole(tmp_path / "t.jsonl")
+    there = [job for job in trace.jobs if any(host == "n1" for _, host, _ in job.stands.values())]
+    assert there
+    again = played(trace.jobs, edited(trace.events, without=["n1"]), hosts=[])
+    for job in there:
+        placed = again.placed[job.tenant, job.request.job or ""]
+        assert placed["0/1"][0] >= 0
+        assert all(host != "n1" for _, host, _ in placed.values())
+    smaller = [
+        replace(job, request=replace(job.request, gpu=replace(job.request.gpu, count=1)))
+        if job in there and job.request.gpu is not None and job.request.gpu.count > 1
+        else job
+        for job in trace.jobs
+    ]
+    again = played(smaller, trace.events, hosts=[])
+    for job in smaller:
+        if job not in trace.jobs:
+            assert len(again.placed[job.tenant, job.request.job or ""]["0/1"][2]) == 1
+
+
+def test_a_sweep_of_which_some_have_ended_goes_on_with_the_others(tmp_path: Path) -> None:
+    gpu = {"count": 8}
+    fields = {"job": "sweep", "indices": "3-9", "gpu": gpu, "run": {"driver": "noop"}, "max_running": 2}
+    sweep = TraceJob(1_000, 60_000, "t", msgspec.convert(fields, Request))
+    written(played([sweep], []), tmp_path / "t.jsonl", cut=0.5)
+    (job,) = read_whole(tmp_path / "t.jsonl").jobs
+    assert job.request.indices in ("5-9", "6-9", "7-9")
+    assert len(job.stands) == 2
+    again = played([job], read_whole(tmp_path / "t.jsonl").events, hosts=[])
+    assert prove([job], again.placed).kinds == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"at_s": 1, "waited_s": 5}, "before the trace"),
+        ({"at_s": 1, "stands": {"0": [1, "n0", [0]]}}, "before the trace"),
+        ({"at_s": 0, "waited_s": -5}, "waited_s"),
+        ({"at_s": 0, "waited_s": 5, "stands": {"0": [1, "n0", [64]]}}, "<= 63"),
+        ({"at_s": 0, "waited_s": 5, "stands": {"x": [1, "n0", [0]]}}, "int"),
+    ],
+)
+def test_what_stands_is_checked(line: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(msgspec.json.encode({"runs_s": 1, **line}) + b"\n")
+    with pytest.raises(Refused, match=says):
+        read_whole(tmp_path / "t.jsonl")
+
+
+def test_what_stands_twice_on_one_gpu_stands_once(tmp_path: Path) -> None:
+    """A trace that was changed by hand may say what cannot be: the second one waits."""
+    lines: list[dict[str, Any]] = [{"at_s": 0, "join": msgspec.to_builtins(HOSTS[0])}]
+    lines += [
+        {
+            "at_s": 0, "runs_s": 60, "waited_s": 30, "stands": {"0": [20, "n0", [3]]},
+            "request": {"job": name, "gpu": {"count": 1}},
+        }
+        for name in ("first", "second")
+    ]  # fmt: skip
+    (tmp_path / "t.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    trace = read_whole(tmp_path / "t.jsonl")
+    again = played(trace.jobs, trace.events, hosts=[])
+    assert list(again.placed) == [("default", "second")]
+    assert [run.ended_ms for run in again.runs.values()] == [40_000, 60_000]
 
 
 def test_a_job_that_comes_on_hold_is_on_hold_in_a_trace_of_its_ledger(tmp_path: Path) -> None:
