@@ -734,6 +734,19 @@ class Resized(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts: dict[str, int] = {}
 
 
+class Replaced(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stood of earlier orders on a worker until one ended it, or took its place.
+
+    `flag` is cordoned or draining, `why` its reason. `drain` has the times of a drain, also of one to come; `gpus` are
+    positions of devices of which the cordon stays.
+    """
+
+    flag: str = ""
+    why: str = ""
+    drain: Drain | None = None
+    gpus: list[int] = []
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
     """The answer to an operator's act. `changed` is false if nothing had to change: then nothing was recorded.
 
@@ -765,6 +778,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     ending: int = 0
     #: the time limit that the job's attempts have now
     timeout_s: float | None = None
+    #: of an order on a worker, what it has ended or replaced
+    replaced: Replaced | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)

@@ -173,9 +173,18 @@ async def test_drain_cordon_and_uncordon_say_what_they_did_and_who_follows_the_f
         assert (several.code, several.rows) == (3, [["sim-0000", "draining"], ["sim-0001", "draining"]])
         assert "no worker nobody has joined" in several.err
         assert "undo: moorage uncordon sim-0000 sim-0001\n" in several.err
+        assert "sim-0001: it was cordoned: a loud fan\n" in several.err
+        later = await node.run("drain", "sim-0000", "--from", "2h", "--why", "a disk")
+        assert "sim-0000: it was draining\n" in later.err
+        some = await node.run("cordon", "sim-0001", "--gpu", "2", "--gpu", "3")
+        assert "undo: moorage uncordon sim-0001 --gpu 2 --gpu 3\n" in some.err
     finally:
         opened = await node.run("uncordon", "sim-0000", "sim-0001")
+        some = await node.run("uncordon", "sim-0001", "--gpu", "2", "--gpu", "3")
     assert (opened.code, opened.rows) == (0, [["sim-0000", "open"], ["sim-0001", "open"]])
+    assert re.search(r"^sim-0000: its drain of \S+ \d\d:\d\d is off: a disk$", opened.err, re.M), opened.err
+    assert "still cordoned: moorage uncordon sim-0001 --gpu 2 --gpu 3\n" in opened.err
+    assert (some.code, some.err) == (0, "")
     past = await node.run("events", "--fleet", "--since", "1h")
     assert past.code == 0
     assert re.search(r"Z\tworker sim-0001: draining by operator.*: new disk$", past.out, re.M), past.out

@@ -105,7 +105,7 @@ def drain(
 
     def act() -> int:
         _check_order(within, last)
-        return _each(workers, options, one, undo=True)
+        return _each(workers, options, one, undo="")
 
     return guarded(options, act)
 
@@ -202,9 +202,10 @@ def cordon(*workers: _Worker, gpu: _Gpu = None, why: _Why = "", options: Options
     async def one(client: AsyncClient, worker: str) -> None:
         done = await client.fleet.cordon(worker, gpus=gpu, why=why)
         what = "cordoned" if gpu is None else f"{_gpus(gpu)} cordoned"
-        _print_done(options, worker, done, f"{what}{f': {why}' if why else ''}{_goes_on(done)}")
+        told = f"{what}{f': {why}' if why else ''}{_goes_on(done)}"
+        _print_done(options, worker, done, told)
 
-    return _each(workers, options, one, undo=True)
+    return _each(workers, options, one, undo="".join(f" --gpu {number}" for number in gpu or ()))
 
 
 def uncordon(
@@ -219,7 +220,7 @@ def uncordon(
         done = await client.fleet.uncordon(worker, gpus=gpu, why=why)
         _print_done(options, worker, done, f"{'' if gpu is None else f'{_gpus(gpu)} '}open{_goes_on(done)}")
 
-    return _each(workers, options, one, undo=False)
+    return _each(workers, options, one)
 
 
 def forget(
@@ -237,13 +238,20 @@ def forget(
         done = await client.fleet.forget(worker, why=why)
         _print_done(options, worker, done, "forgotten")
 
-    return _each(workers, options, one, undo=False)
+    return _each(workers, options, one)
 
 
 def _each(
-    words: Sequence[str], options: Options, one: Callable[[AsyncClient, str], Awaitable[None]], *, undo: bool
+    words: Sequence[str],
+    options: Options,
+    one: Callable[[AsyncClient, str], Awaitable[None]],
+    *,
+    undo: str | None = None,
 ) -> int:
-    """Ask for one worker after the other. One that is refused keeps none of the others; its exit code is returned."""
+    """Ask for one worker after the other. One that is refused keeps none of the others; its exit code is returned.
+
+    `undo` are the options with which `uncordon` undoes it; None for what has no such command.
+    """
 
     async def work(client: AsyncClient) -> int | None:
         code, done = None, []
@@ -255,8 +263,8 @@ def _each(
                 code = fail(error, json=options.json)
             else:
                 done.append(worker)
-        if undo and done and not options.json:
-            print_err(f"undo: moorage uncordon {' '.join(done)}{here()}")
+        if undo is not None and done and not options.json:
+            print_err(f"undo: moorage uncordon {' '.join(done)}{undo}{here()}")
         return code
 
     return with_client(options, work)
@@ -267,10 +275,28 @@ def _print_done(options: Options, worker: str, done: Done, words: str) -> None:
         emit(done)
     else:
         print_out(f"{worker}\t{words}")
+        if parts := _replaced(done):
+            print_err(f"{worker}: {'; '.join(parts)}")
 
 
 def _on_it(done: Done) -> str:
     return f", {many(done.members, 'attempt')} on this worker" if done.members else ""
+
+
+def _replaced(done: Done) -> list[str]:
+    """Return what an order has ended or replaced of earlier ones, and which GPUs stay cordoned."""
+    stood, parts = done.replaced, list[str]()
+    if stood is None:
+        return parts
+    if stood.flag:
+        parts.append(f"it was {stood.flag}" + (f": {stood.why}" if stood.why else ""))
+    if stood.drain is not None and stood.flag != "draining":
+        begins = day_and_time(datetime.fromtimestamp(stood.drain.from_ms / 1000), datetime.now())
+        parts.append(f"its drain of {begins} is off" + (f": {stood.drain.why}" if stood.drain.why else ""))
+    if stood.gpus:
+        undo = "".join(f" --gpu {number}" for number in stood.gpus)
+        parts.append(f"{_gpus(stood.gpus)} still cordoned: moorage uncordon {done.worker}{undo}{here()}")
+    return parts
 
 
 def _goes_on(done: Done) -> str:

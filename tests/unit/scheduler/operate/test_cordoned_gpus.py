@@ -66,3 +66,38 @@ def test_what_its_worker_reports_neither_opens_it_nor_is_lost(drive: Driving) ->
 def test_a_gpu_that_is_not_there_is_named(drive: Driving) -> None:
     refused = order(drive, "cordon", 4)
     assert (refused["code"], refused["allowed"]) == ("not-found", "0..3")
+
+
+def replaced(drive: Driving, verb: str, **more: Any) -> dict[str, Any]:
+    """What an order on the worker says that it has ended or replaced."""
+    told: dict[str, Any] = drive.operate(verb, "w0", **more).get("replaced", {})
+    return told
+
+
+def test_an_order_on_a_worker_says_what_it_has_ended_of_earlier_ones(drive: Driving) -> None:
+    drive.settle()
+    assert replaced(drive, "cordon", why="a look") == {}
+    assert replaced(drive, "cordon") == {}, "its reason stays"
+    assert replaced(drive, "cordon", why="a longer look") == {"flag": "cordoned", "why": "a look"}
+    assert replaced(drive, "drain", from_s=7200, why="disk") == {}, "the cordon stays"
+    begins_ms = drive.state.time_ms + 7_200_000
+    assert replaced(drive, "cordon") == {}, "and so does the drain to come"
+    told = replaced(drive, "uncordon")
+    assert (told["flag"], told["why"]) == ("cordoned", "a longer look")
+    assert told["drain"]["from_ms"] == begins_ms
+    assert told["drain"]["why"] == "disk"
+    assert replaced(drive, "uncordon") == {}
+    assert replaced(drive, "drain", why="now") == {}
+    assert replaced(drive, "drain", from_s=60) == {"flag": "draining", "why": "now"}, "it is open until then"
+    assert "drain" in replaced(drive, "drain", from_s=90)
+    assert "drain" in replaced(drive, "drain")
+
+
+def test_an_order_that_opens_a_worker_says_which_of_its_gpus_stay_cordoned(drive: Driving) -> None:
+    drive.settle()
+    order(drive, "cordon", 1, 3)
+    assert replaced(drive, "cordon") == {}
+    assert replaced(drive, "uncordon") == {"flag": "cordoned", "gpus": [1, 3]}
+    assert replaced(drive, "uncordon") == {"gpus": [1, 3]}
+    order(drive, "uncordon", 1, 3)
+    assert replaced(drive, "uncordon") == {}

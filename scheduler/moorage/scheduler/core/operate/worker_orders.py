@@ -13,12 +13,12 @@ from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.fleet.slots import slots_of
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import WORKERS_MAX
-from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, State, Worker, why_unlisted
+from moorage.scheduler.core.ledger.state import ADMITTED, FORGOTTEN, LEAVING, State, Window, Worker, why_unlisted
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
-from moorage.scheduler.core.lifecycle.health import Health
+from moorage.scheduler.core.lifecycle.health import CORDONED, Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct, UncordonAct
+from moorage.schemas.operate import AdmitAct, CordonAct, Done, DrainAct, ForgetAct, ReleaseAct, Replaced, UncordonAct
 from moorage.schemas.units import many
 
 #: an unknown name is compared with at most this many names, as that holds up the leader
@@ -46,6 +46,7 @@ class WorkerOrders:
             named = sum(1 << slot for slot in set(act.slots or ()))
             slots = self._health.release(draft, worker, named, by, act.why)
             return replace(done, changed=slots != 0, slots=slots_of(slots))
+        stood, window = (worker.flag, worker.why), worker.window
         if isinstance(act, DrainAct):
             if act.if_idle and not self._windows.is_idle(worker):
                 return problem(
@@ -56,7 +57,7 @@ class WorkerOrders:
                 )
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
-            return replace(done, changed=changed, drain=drain)
+            return _told(replace(done, changed=changed, drain=drain), worker, stood, window)
         if isinstance(act, ForgetAct):
             if worker.session or worker.attempts:
                 return _in_use(worker)
@@ -72,7 +73,7 @@ class WorkerOrders:
             changed |= self._windows.clear(draft, worker, by, act.why)
             self._health.lifecycle.starts.left(worker)
             self._health.ask_anew(draft, worker)
-        return replace(done, changed=changed)
+        return _told(replace(done, changed=changed), worker, stood, window)
 
     def _devices(
         self, draft: Draft, worker: Worker, act: CordonAct | UncordonAct, by: str, done: Done
@@ -115,6 +116,19 @@ class WorkerOrders:
         near = difflib.get_close_matches(name, itertools.islice(self._state.workers, LOOKED_AT_MAX), n=1, cutoff=0.8)
         besides = f"; {near[0]} has" if near else ""
         return problem("not-found", f"no worker {name} has joined{besides}", found=name, next="moorage fleet")
+
+
+def _told(done: Done, worker: Worker, stood: tuple[str, str], window: Window | None) -> Done:
+    """Return the answer with what the order has ended or replaced: the flag that stood, its reason, and the drain.
+
+    Of an order that leaves the worker open it has the devices too that stay cordoned.
+    """
+    was, why = stood if stood[0] != "open" and stood != (worker.flag, worker.why) else ("", "")
+    shut = [slot for slot, (kind, *_) in sorted(worker.unwell.items()) if kind == CORDONED]
+    told = Replaced(
+        was, why, as_drain(window) if window != worker.window else None, shut if worker.flag == "open" else []
+    )
+    return done if told == Replaced() else replace(done, replaced=told)
 
 
 def _in_use(worker: Worker) -> Problem:
